@@ -1,0 +1,1 @@
+"""What every program of the cluster shares."""

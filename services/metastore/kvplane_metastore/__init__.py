@@ -1,0 +1,1 @@
+"""The metastore: what the cluster remembers, on disk."""

@@ -1,0 +1,1 @@
+"""The registry: which nodes there are, and which of them live."""

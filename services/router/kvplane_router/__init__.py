@@ -1,0 +1,1 @@
+"""The router: where the first token comes soonest."""
