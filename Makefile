@@ -15,7 +15,9 @@ test: .venv/ready        ## All tests, real engines included
 	$(BIN)/pytest -q
 
 check: .venv/ready       ## Types, lint, contract, imports
-	ruff format --check . && ruff check . && buf lint && mypy && lint-imports
+	@failed=; for step in "ruff format --check ." "ruff check ." "buf lint" mypy lint-imports; do \
+		$$step || failed="$$failed $${step%% *}"; done; \
+		test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 fix: .venv/ready         ## What a machine can mend
 	ruff check --fix . ; ruff format .

@@ -7,6 +7,8 @@ from itertools import pairwise
 from kvplane.common.v1 import prompt_pb2
 
 DIGEST_BYTES = 8
+MAX_DIGESTS = 80_000
+"""Most digests of a chain: 16 MiB of prompt at a step of 256 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +49,18 @@ class Chain:
     @staticmethod
     def from_proto(packed: prompt_pb2.Chain) -> "Chain | None":
         """Unpack, or return None for an empty chain. Raises ValueError for a malformed one."""
-        ends = tuple(packed.ends)
-        digests = tuple(_split(packed.digests))
-        if len(digests) != len(ends) or len(packed.digests) % DIGEST_BYTES:
+        count, size_bytes = len(packed.ends), len(packed.digests)
+        if count > MAX_DIGESTS:
+            raise ValueError(f"a chain has {count} digests; at most {MAX_DIGESTS} are taken")
+        if size_bytes != count * DIGEST_BYTES:
             raise ValueError(
-                f"a chain of {len(ends)} ends needs {len(ends) * DIGEST_BYTES} bytes of digests, "
-                f"not {len(packed.digests)}"
+                f"a chain of {count} ends needs {count * DIGEST_BYTES} bytes of digests, "
+                f"not {size_bytes}"
             )
-        if any(later <= earlier for earlier, later in pairwise(ends)):
-            raise ValueError("the ends of a chain must grow")
-        return Chain(digests, ends) if ends else None
+        ends = tuple(packed.ends)
+        if any(later <= earlier for earlier, later in pairwise((0, *ends))):
+            raise ValueError("the ends of a chain must grow, from 1 up")
+        return Chain(tuple(_split(packed.digests)), ends) if ends else None
 
 
 def _split(digests: bytes) -> Iterator[bytes]:

@@ -1,20 +1,29 @@
 """Configuration from flags, environment and a TOML file, in that order of precedence."""
 
 import argparse
+import os
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import AfterValidator, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
 )
 
 from kvplane_common.addresses import check_address
+
+Address = Annotated[str, AfterValidator(check_address)]
+"""host:port of another service."""
+
+ListenAddress = Annotated[str, AfterValidator(partial(check_address, port_zero=True))]
+"""host:port to answer on; port 0 takes any free one."""
 
 
 class ServiceConfig(BaseSettings):
@@ -23,7 +32,7 @@ class ServiceConfig(BaseSettings):
     model_config = SettingsConfigDict(frozen=True, extra="forbid")
 
     config: Path | None = Field(default=None, description="TOML file with any of these settings")
-    listen: str = Field(description="host:port to answer on; loopback unless told otherwise")
+    listen: ListenAddress = Field(description="host:port to answer on, loopback by default")
     drain_s: float = Field(
         default=10.0, ge=0, description="seconds that running work gets to end after SIGTERM"
     )
@@ -33,11 +42,6 @@ class ServiceConfig(BaseSettings):
     log_format: Literal["json", "text"] = Field(
         default="json", description="one JSON object a line, or text for people"
     )
-
-    @field_validator("listen")
-    @classmethod
-    def _listen_is_an_address(cls, value: str) -> str:
-        return check_address(value, port_zero=True)
 
     @classmethod
     def settings_customise_sources(
@@ -59,30 +63,33 @@ Config = TypeVar("Config", bound=ServiceConfig)
 def load(kind: type[Config], program: str, arguments: list[str]) -> Config:
     """Return the configuration of `program`, or exit with status 2 and say what was wrong.
 
-    `--config FILE` names a TOML file whose keys are the field names; an unknown key is an error.
+    `--config FILE`, or the variable of that name, names a TOML file whose keys are the field names;
+    an unknown key is an error.
     """
-    path = _config_path(arguments)
+    path = _config_path(kind, arguments)
     values = _read(kind, program, path) if path else {}
-    cli = CliSettingsSource[argparse.ArgumentParser](
-        kind,
-        cli_prog_name=program,
-        cli_parse_args=arguments,
-        cli_kebab_case=True,
-        cli_hide_none_type=True,
-        cli_avoid_json=True,
-        cli_use_class_docs_for_groups=True,
-    )
     try:
+        cli = CliSettingsSource[argparse.ArgumentParser](
+            kind,
+            cli_prog_name=program,
+            cli_parse_args=arguments,
+            cli_kebab_case=True,
+            cli_hide_none_type=True,
+            cli_avoid_json=True,
+            cli_use_class_docs_for_groups=True,
+        )
         return kind(_cli_settings_source=cli, **values)
+    except SettingsError as error:
+        _fail(program, f'{error}; a table is written as JSON, such as {{"gpu": "rtx-4090"}}')
     except ValidationError as error:
         _fail(program, "; ".join(_words(kind, detail) for detail in error.errors()))
 
 
-def _config_path(arguments: list[str]) -> Path | None:
+def _config_path(kind: type[Config], arguments: list[str]) -> Path | None:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config", type=Path)
-    path: Path | None = parser.parse_known_args(arguments)[0].config
-    return path
+    parser.add_argument("--config", default=os.environ.get(_variable(kind, "config")))
+    path: str | None = parser.parse_known_args(arguments)[0].config
+    return Path(path) if path else None
 
 
 def _read(kind: type[Config], program: str, path: Path) -> dict[str, Any]:
@@ -98,13 +105,18 @@ def _read(kind: type[Config], program: str, path: Path) -> dict[str, Any]:
 
 
 def _words(kind: type[Config], detail: Any) -> str:
-    name = str(detail["loc"][0]) if detail["loc"] else ""
+    message: str = detail["msg"].removeprefix("Value error, ")
+    if not detail["loc"]:
+        return message
+    name = str(detail["loc"][0])
     if name not in kind.model_fields:
         return f"unknown setting {name!r}"
-    prefix = kind.model_config.get("env_prefix", "")
-    flag, variable = f"--{name.replace('_', '-')}", f"{prefix}{name}".upper()
-    message = detail["msg"].removeprefix("Value error, ")
+    flag, variable = f"--{name.replace('_', '-')}", _variable(kind, name)
     return f"{flag} (or {variable}, or {name} in the TOML file): {message}"
+
+
+def _variable(kind: type[Config], name: str) -> str:
+    return f"{kind.model_config.get('env_prefix', '')}{name}".upper()
 
 
 def _fail(program: str, message: str) -> NoReturn:

@@ -24,6 +24,7 @@ KvplaneError                       INTERNAL
 │   ├── EngineUnavailableError
 │   ├── MetastoreUnavailableError
 │   ├── NoNodesError
+│   ├── NodeUnreachableError
 │   ├── NodeDrainingError
 │   └── NodesDrainingError
 ├── EngineFailedError              ABORTED              the answer broke off after it had begun
@@ -35,10 +36,15 @@ from typing import ClassVar
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 DETAILS_KEY = "grpc-status-details-bin"
 DOMAIN = "kvplane"
+
+# A status travels in HTTP/2 headers, twice and encoded, and gRPC drops headers over 8 KiB.
+_MAX_MESSAGE_BYTES = 1_000
+_MAX_FACT_BYTES = 200
 
 
 class KvplaneError(Exception):
@@ -58,9 +64,11 @@ class KvplaneError(Exception):
         self.facts = {name: str(value) for name, value in facts.items()}
 
     def to_status(self) -> status_pb2.Status:
-        """Return the error as the standard google.rpc.Status."""
-        info = error_details_pb2.ErrorInfo(reason=self.reason, domain=DOMAIN, metadata=self.facts)
-        status = status_pb2.Status(code=self.code.value[0], message=str(self))
+        """Return the error as the standard google.rpc.Status, long texts cut."""
+        facts = {name: _cut(value, _MAX_FACT_BYTES) for name, value in self.facts.items()}
+        info = error_details_pb2.ErrorInfo(reason=self.reason, domain=DOMAIN, metadata=facts)
+        message = _cut(str(self), _MAX_MESSAGE_BYTES)
+        status = status_pb2.Status(code=self.code.value[0], message=message)
         status.details.append(_packed(info))
         if self.retry_after_ms is not None:
             delay = duration_pb2.Duration()
@@ -213,6 +221,12 @@ class NoNodesError(UnavailableError):
     reason = "NO_NODES"
 
 
+class NodeUnreachableError(UnavailableError):
+    """The registry hears of the node, but the router cannot call it."""
+
+    reason = "NODE_UNREACHABLE"
+
+
 class NodeDrainingError(UnavailableError):
     """The node takes no new work."""
 
@@ -246,7 +260,7 @@ def from_rpc(error: grpc.aio.AioRpcError) -> KvplaneError:
     """
     for key, value in error.trailing_metadata() or ():
         if key == DETAILS_KEY and isinstance(value, bytes):
-            known = _from_status(status_pb2.Status.FromString(value))
+            known = _from_status(value)
             if known is not None:
                 return known
     message = error.details() or error.code().name
@@ -258,7 +272,12 @@ def from_rpc(error: grpc.aio.AioRpcError) -> KvplaneError:
     return next(plain, KvplaneError)(message)
 
 
-def _from_status(status: status_pb2.Status) -> KvplaneError | None:
+def _from_status(packed: bytes) -> KvplaneError | None:
+    status = status_pb2.Status()
+    try:
+        status.ParseFromString(packed)
+    except DecodeError:
+        return None  # of a stranger, whose plain status still tells enough
     info = error_details_pb2.ErrorInfo()
     retry = error_details_pb2.RetryInfo()
     retry_after_ms = None
@@ -276,6 +295,13 @@ def _tree(root: type[KvplaneError]) -> Iterator[type[KvplaneError]]:
     yield root
     for child in root.__subclasses__():
         yield from _tree(child)
+
+
+def _cut(text: str, most_bytes: int) -> str:
+    raw = text.encode(errors="replace")
+    if len(raw) <= most_bytes:
+        return raw.decode()
+    return raw[: most_bytes - 3].decode(errors="ignore") + "..."
 
 
 def _packed(message: error_details_pb2.ErrorInfo | error_details_pb2.RetryInfo) -> any_pb2.Any:

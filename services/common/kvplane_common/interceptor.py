@@ -1,6 +1,8 @@
 """Turns a raised error into its gRPC status, for every method of a server."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import inspect
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any, NoReturn
 
 import grpc
@@ -33,7 +35,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                 else grpc.unary_stream_rpc_method_handler
             )
             inner = handler.stream_stream or handler.unary_stream
-            call: Any = _streaming(inner, method)
+            # A handler that writes to its context itself is a plain coroutine.
+            wrap: Any = _streaming if inspect.isasyncgenfunction(inner) else _single
+            call = wrap(inner, method)
         else:
             kind = (
                 grpc.stream_unary_rpc_method_handler
@@ -57,11 +61,13 @@ def _single(inner: Callable[[Any, Context], Awaitable[Any]], method: str) -> Any
     return call
 
 
-def _streaming(inner: Callable[[Any, Context], AsyncIterator[Any]], method: str) -> Any:
+def _streaming(inner: Callable[[Any, Context], AsyncGenerator[Any, None]], method: str) -> Any:
     async def call(request: Any, context: Context) -> AsyncIterator[Any]:
         try:
-            async for response in inner(request, context):
-                yield response
+            # Closed here, so that the handler has cleaned up before its call counts as ended.
+            async with aclosing(inner(request, context)) as responses:
+                async for response in responses:
+                    yield response
         except grpc.aio.AbortError:
             raise
         except Exception as error:  # noqa: BLE001 - the last stop before the wire
@@ -74,6 +80,7 @@ async def _abort(context: Context, error: Exception, method: str) -> NoReturn:
     if not isinstance(error, KvplaneError):
         _log.error("unexpected error", method=method, exc_info=error)
         error = KvplaneError(f"{method} failed unexpectedly; the server's log has the details")
-    details = error.to_status().SerializeToString()
-    await context.abort(error.code, str(error), ((DETAILS_KEY, details),))
+    status = error.to_status()
+    details = ((DETAILS_KEY, status.SerializeToString()),)
+    await context.abort(error.code, status.message, details)
     raise AssertionError("abort does not return")

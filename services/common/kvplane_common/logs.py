@@ -17,7 +17,11 @@ def configure_logs(service: str, level: str, *, human: bool) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     if human:
-        last: list[structlog.typing.Processor] = [structlog.dev.ConsoleRenderer()]
+        # The renderer's own tracebacks show local variables, and prompts are among those.
+        plain = structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
+        last: list[structlog.typing.Processor] = [plain]
     else:
         last = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     handler = logging.StreamHandler(sys.stderr)

@@ -1,6 +1,7 @@
 """Starting a service, telling its health, and stopping it without breaking running work."""
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -13,9 +14,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
-from kvplane_common.addresses import with_port
+from kvplane_common.addresses import check_bindable, with_port
 from kvplane_common.channels import MAX_MESSAGE_BYTES
-from kvplane_common.config import Config, ServiceConfig, load
+from kvplane_common.config import Config, load
 from kvplane_common.interceptor import ErrorInterceptor
 from kvplane_common.logs import configure_logs
 
@@ -28,6 +29,8 @@ _OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
 )
@@ -65,12 +68,14 @@ async def serving(
     server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=_OPTIONS)
     health = HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    reflection.enable_server_reflection((*names, "grpc.health.v1.Health"), server)
+    listed = (*names, "grpc.health.v1.Health", reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(listed, server)
     register(server)
+    await asyncio.to_thread(check_bindable, listen)
     try:
         port = server.add_insecure_port(listen)
     except RuntimeError as error:
-        raise OSError(f"cannot listen on {listen}: is the address in use?") from error
+        raise OSError(f"cannot listen on {listen}: {error}") from error
     running = Serving(with_port(listen, port), names, health)
     await running.set_ready(False)
     await server.start()
@@ -92,6 +97,8 @@ def run(
     status 0 after a graceful stop, 2 for bad configuration, 1 for what it could not start with.
     """
     config = load(kind, program, sys.argv[1:])
+    # gRPC's own lines are no JSON, and say nothing that an error here does not.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     configure_logs(program, config.log_level, human=config.log_format == "text")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
@@ -110,6 +117,3 @@ async def _until_stopped(
         loop.add_signal_handler(number, stop.set)
     await main(config, stop)
     _log.info("stopped")
-
-
-__all__ = ["Serving", "ServiceConfig", "run", "serving"]

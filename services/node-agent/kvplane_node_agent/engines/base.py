@@ -1,6 +1,6 @@
 """What a node agent asks of an engine, and what an engine answers."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -41,7 +41,7 @@ class Piece:
 class Finished:
     """The end of an answer, with what the engine measured. What it did not say is None."""
 
-    finish_reason: generation_pb2.FinishReason
+    finish_reason: "generation_pb2.FinishReason.ValueType"
     prompt_tokens: int | None = None
     """All tokens of the prompt, cached ones included."""
     cached_tokens: int | None = None
@@ -70,13 +70,14 @@ class Engine(Protocol):
         """
         ...
 
-    def generate(self, request: EngineRequest) -> AsyncIterator[Piece | Finished]:
+    def generate(self, request: EngineRequest) -> AsyncGenerator[Piece | Finished, None]:
         """Run a prompt: pieces of text, then one Finished.
 
         The engine stops working on it as soon as the iterator is closed or its task cancelled.
         Raises, before the first piece: EngineUnavailableError (it cannot be reached or is loading),
-        ModelNotFoundError, ContextExceededError with the facts `prompt_tokens` and `context_tokens`,
-        InvalidRequestError (it refused the request). After a piece: EngineFailedError.
+        ModelNotFoundError, QueueFullError, InvalidRequestError (it refused the request), or
+        ContextExceededError with the facts `prompt_tokens` and `context_tokens` where the engine
+        tells them. After a piece: EngineFailedError.
         """
         ...
 
