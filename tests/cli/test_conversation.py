@@ -1,4 +1,5 @@
 import io
+from typing import Any
 
 import pytest
 import typer
@@ -14,8 +15,8 @@ def _file(text: str) -> io.StringIO:
     return file
 
 
-def _said(*asked: object) -> list[tuple[str, str]]:
-    prompt = conversation(*asked)  # type: ignore[arg-type]  # as each case gives them
+def _said(*asked: Any) -> list[tuple[str, str]]:
+    prompt = conversation(*asked)
     return [(message.role, message.content) for message in prompt.chat.messages]
 
 

@@ -208,6 +208,7 @@ def test_reasons_are_unique() -> None:
         pytest.param(grpc.StatusCode.NOT_FOUND, NotFoundError, id="not found"),
         pytest.param(grpc.StatusCode.INVALID_ARGUMENT, InvalidRequestError, id="invalid"),
         pytest.param(grpc.StatusCode.RESOURCE_EXHAUSTED, ExhaustedError, id="exhausted"),
+        pytest.param(grpc.StatusCode.CANCELLED, UnavailableError, id="a peer that let go"),
         pytest.param(grpc.StatusCode.DATA_LOSS, KvplaneError, id="a status of no class"),
     ],
 )

@@ -11,6 +11,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from harness.probe import NAME, call, probe, start
 from harness.services import health, until
 from kvplane_common.channels import dial
+from kvplane_common.errors import KvplaneError, UnavailableError, from_rpc
 from kvplane_common.serving import serving
 
 LIMIT_S = 20.0
@@ -97,6 +98,36 @@ async def test_a_stop_lets_running_work_end_and_takes_no_new() -> None:
         assert await running.read() == b"last"
         assert await running.read() == grpc.aio.EOF
     await task
+
+
+async def test_a_call_that_meets_a_stop_reads_as_unavailable_however_grpc_ends_it() -> None:
+    async def hold(request: bytes, context: object) -> AsyncIterator[bytes]:
+        yield b"first"
+        await asyncio.Event().wait()
+
+    async def answer(request: bytes, context: object) -> bytes:
+        return request
+
+    async def serve(stop: asyncio.Event, address: "asyncio.Future[str]") -> None:
+        handlers = probe(unary_stream=hold, unary_unary=answer)
+        async with serving("127.0.0.1:0", [NAME], handlers, 0.05) as server:
+            address.set_result(server.address)
+            await stop.wait()
+
+    met: list[KvplaneError] = []
+    for _ in range(20):
+        stop, address = asyncio.Event(), asyncio.get_running_loop().create_future()
+        task = asyncio.ensure_future(serve(stop, address))
+        async with dial(await address) as channel:
+            assert await start(channel, "unary_stream", b"").read() == b"first"
+            stop.set()
+            while not task.done():
+                try:
+                    await call(channel, "unary_unary", b"x")
+                except grpc.aio.AioRpcError as error:
+                    met.append(from_rpc(error))
+            await task
+    assert {type(error) for error in met} == {UnavailableError}
 
 
 async def test_work_that_does_not_end_is_cancelled_after_the_drain() -> None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -25,8 +26,8 @@ EMPTY = b""
 
 
 @asynccontextmanager
-async def connected(url: str, **settings: float) -> AsyncIterator[EngineHttp]:
-    connection = EngineHttp(EngineSettings(url=url, **settings))  # type: ignore[arg-type]
+async def connected(url: str, **settings: Any) -> AsyncIterator[EngineHttp]:
+    connection = EngineHttp(EngineSettings(url=url, **settings))
     try:
         yield connection
     finally:

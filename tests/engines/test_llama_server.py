@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,8 +31,8 @@ Connect = Callable[..., LlamaServer]
 async def connect() -> AsyncIterator[Connect]:
     made: list[LlamaServer] = []
 
-    def make(engine: EngineProcess, **settings: object) -> LlamaServer:
-        made.append(LlamaServer(EngineSettings(url=engine.url, **settings)))  # type: ignore[arg-type]
+    def make(engine: EngineProcess, **settings: Any) -> LlamaServer:
+        made.append(LlamaServer(EngineSettings(url=engine.url, **settings)))
         return made[-1]
 
     yield make

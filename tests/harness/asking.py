@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Any
 
 from kvplane.common.v1 import prompt_pb2
 from kvplane_node_agent.engines.base import Engine, EngineRequest, Finished, Piece
@@ -45,7 +46,7 @@ async def first_piece(events: AsyncIterator[Piece | Finished]) -> Piece:
     return piece
 
 
-def _sampling(fields: dict[str, object]) -> prompt_pb2.Sampling:
-    defaults = {"max_tokens": 4, "temperature": 0}
+def _sampling(fields: dict[str, Any]) -> prompt_pb2.Sampling:
+    defaults: dict[str, Any] = {"max_tokens": 4, "temperature": 0}
     set_fields = {name: value for name, value in (defaults | fields).items() if value is not None}
-    return prompt_pb2.Sampling(**set_fields)  # type: ignore[arg-type] # a test names the fields
+    return prompt_pb2.Sampling(**set_fields)

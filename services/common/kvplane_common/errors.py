@@ -256,7 +256,8 @@ class UnsupportedError(KvplaneError):
 def from_rpc(error: grpc.aio.AioRpcError) -> KvplaneError:
     """Return the error that the other side raised; one of this tree where it told its reason.
 
-    A peer that could not be reached gives UnavailableError.
+    A peer that could not be reached gives UnavailableError, and so does one that cancelled the
+    call: gRPC does that by itself to calls that arrive while their server stops.
     """
     for key, value in error.trailing_metadata() or ():
         if key == DETAILS_KEY and isinstance(value, bytes):
@@ -264,10 +265,10 @@ def from_rpc(error: grpc.aio.AioRpcError) -> KvplaneError:
             if known is not None:
                 return known
     message = error.details() or error.code().name
+    left = error.code() is grpc.StatusCode.CANCELLED
+    code = grpc.StatusCode.UNAVAILABLE if left else error.code()
     plain = (
-        kind
-        for kind in _tree(KvplaneError)
-        if kind.code is error.code() and KvplaneError in kind.__bases__
+        kind for kind in _tree(KvplaneError) if kind.code is code and KvplaneError in kind.__bases__
     )
     return next(plain, KvplaneError)(message)
 
