@@ -120,7 +120,8 @@ async def test_a_killed_agent_is_lost_within_its_lease_and_never_credited_again(
     )
     assert lost.epoch == before.epoch
     assert answer.decision.node_id == other(home)
-    assert answer.decision.stage == Stage.STAGE_MISS
+    # Which of the two depends on the room that other prompts have left there.
+    assert answer.decision.stage in (Stage.STAGE_MISS, Stage.STAGE_EVICT)
     said += [answer.text, fresh(20)]
     again = await processes.router.ask(prompt=chat(*said), session_id="agent")
     assert (again.decision.node_id, again.decision.stage) == (other(home), Stage.STAGE_SESSION)
